@@ -5,10 +5,12 @@ With several builds, rounds alternate between them, and the table ends with rati
 
   tests/bench/small_requests.py [--bin_dir=DIR]... [--in_flight=1,8,64] [--rounds=3] [--seconds=2] [--cpu]
                                 [--conditions=default,processors=4,awake] [--callback_threads=default,2,4]
+                                [--round_trip=PROGRAM]
 
 Each build is measured under each condition, with each number of the coordinator's callback threads. `processors=N` binds
 the coordinator to N processors. `awake` keeps all processors of this process busy with loops of idle priority, so that no
-wake-up waits for a halted one. DIR is a folder with ringattn, ringattn-server and ringattn-worker, or a bazel-bin folder,
+wake-up waits for a halted one. PROGRAM is //tests/bench:grpc_round_trip: each round also measures an empty gRPC call, and the
+table has the latency of each build over it. DIR is a folder with ringattn, ringattn-server and ringattn-worker, or a bazel-bin folder,
 which is this tree's unless given. Bazel targets needed: //server:ringattn-server //worker:ringattn-worker //client:ringattn.
 Needs no packages. `ringattn bench` verifies the first result of each level. Prints CSV: medians of the rounds, and medians
 of the ratios of paired rounds.
@@ -133,6 +135,13 @@ def print_row(name, in_flight, figures):
     print(f"{name},{in_flight}," + ",".join(f"{figure:.3f}" for figure in figures), flush=True)
 
 
+def empty_call(program):
+    """Milliseconds of an empty gRPC call between two processes."""
+    done = subprocess.run([program, "--trips=3000"], stdout=subprocess.PIPE, text=True, check=True)
+    call = json.loads(done.stdout)["call"]
+    return call["p50_ms"], call["p99_ms"]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin_dir", type=pathlib.Path, action="append")
@@ -144,6 +153,7 @@ def main():
     parser.add_argument("--callback_threads", default="default")
     parser.add_argument("--port", type=int, default=17800)
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--round_trip", type=pathlib.Path)
     args = parser.parse_args()
     builds = [bin_dir.absolute() for bin_dir in args.bin_dir or [BAZEL_BIN]]
     levels = [int(level) for level in args.in_flight.split(",")]
@@ -159,6 +169,7 @@ def main():
         program(build, name)
     variants = [(build, number, name) for build in builds for number in numbers for name in names]
     rows = {(variant, level): [] for variant in variants for level in levels}
+    empty_calls = []
     with contextlib.ExitStack() as stack:
         services = {}
         for index, (build, number) in enumerate(itertools.product(builds, numbers)):
@@ -168,6 +179,8 @@ def main():
             stack.callback(subprocess.run, [program(build, "ringattn"), "down", f"--state_dir={state}"],
                            stdout=subprocess.DEVNULL)
         for _ in range(args.rounds):
+            if args.round_trip:
+                empty_calls.append(empty_call(args.round_trip.absolute()))
             for level in levels:
                 for variant in variants:
                     build, number, name = variant
@@ -184,6 +197,11 @@ def main():
             pairs = list(zip(rows[variant, level], rows[first, level]))
             print_row(",".join(f"{own} / {other}" for own, other in zip(variant, first)), level,
                       [statistics.median(row[column] / other[column] for row, other in pairs) for column in COLUMNS])
+    if args.round_trip:
+        print_row("an empty call,,", 1, map(statistics.median, zip(*empty_calls)))
+    for (variant, level), measured in rows.items() if args.round_trip else ():
+        ratios = [(row["p50_ms"] / p50, row["p99_ms"] / p99) for row, (p50, p99) in zip(measured, empty_calls)]
+        print_row(",".join(map(str, variant)) + " / an empty call", level, map(statistics.median, zip(*ratios)))
 
 
 if __name__ == "__main__":
