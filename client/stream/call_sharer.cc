@@ -56,7 +56,9 @@ std::unique_ptr<CallStream> CallSharer::Open(const CallStreamOptions& options,
     all_.push_back(current_);
     current_->Open();
   }
-  return current_->Add(options, user, max_calls_);
+  // The server does not read while a stream has all the calls that it may have, and would not learn
+  // of a cancellation.
+  return current_->Add(options, user, std::max(max_calls_ - 1, 1u));
 }
 
 void CallSharer::Refused(bool lacks_calls) {

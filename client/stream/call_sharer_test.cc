@@ -152,7 +152,9 @@ absl::Status CallOnce(Client* client, absl::Duration deadline = absl::Seconds(60
   SmallCall call(tokens);
   call.options.deadline = deadline;
   const CallResult result = client->StartForward(call.args, call.results, call.options).Wait();
-  if (result.ok()) EXPECT_EQ(call.out, std::vector<uint8_t>(call.out.size(), 0));
+  if (result.ok()) {
+    EXPECT_EQ(call.out, std::vector<uint8_t>(call.out.size(), 0));
+  }
   return result.status();
 }
 
@@ -241,6 +243,44 @@ TEST(CallSharer, CallsBeyondTheServersNumberTakeAnRpcOfTheirOwn) {
   go_on.Notify();
   EXPECT_TRUE(pending.Wait().ok());
   EXPECT_EQ(server.shared, 1);
+}
+
+TEST(CallSharer, ACallCanBeCancelledWhileTheStreamHasManyCalls) {
+  std::atomic<int> begun{0};
+  SharingServer server(
+      [&](int, CallsServerStream* calls) {
+        v1::CallsRequest message;
+        int open = 0;
+        // As the server does, it reads no further while the stream has all its calls.
+        while (open < 4 && calls->Read(&message)) {
+          v1::CallsResponse answer;
+          for (const v1::CallRequest& request : message.requests()) {
+            if (!request.cancel()) {
+              begun = ++open;
+              continue;
+            }
+            v1::CallResponse& response = *answer.add_responses();
+            response.set_call(request.call());
+            response.mutable_end()->set_code(grpc::StatusCode::CANCELLED);
+          }
+          if (answer.responses_size() > 0) calls->Write(answer);
+        }
+        return grpc::Status(grpc::StatusCode::INTERNAL, "the stream is full");
+      },
+      /*max_calls=*/4);
+  const auto client = ConnectTo(server);
+  ASSERT_TRUE(CallOnce(client.get()).ok());
+  std::vector<std::unique_ptr<SmallCall>> calls;
+  std::vector<PendingCall> pending;
+  for (int i = 0; i < 5; ++i) {
+    calls.push_back(std::make_unique<SmallCall>());
+    pending.push_back(client->StartForward(calls[i]->args, calls[i]->results, calls[i]->options));
+  }
+  while (begun < 3) absl::SleepFor(absl::Milliseconds(1));
+  for (int i = 3; i < 5; ++i) EXPECT_TRUE(pending[i].Wait().ok());  // by separate RPCs
+  for (int i = 0; i < 3; ++i) pending[i].Cancel();
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(absl::IsCancelled(pending[i].Wait().status()));
+  EXPECT_EQ(server.forwards, 3);
 }
 
 TEST(CallSharer, TheCallsOfALostStreamAreReplayed) {

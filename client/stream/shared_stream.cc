@@ -44,6 +44,11 @@ class SharedStream::Handle final : public CallStream {
  public:
   Handle(std::shared_ptr<SharedStream> stream, std::shared_ptr<Call> call)
       : stream_(std::move(stream)), call_(std::move(call)) {}
+  ~Handle() override {
+    absl::MutexLock lock(&stream_->mutex_);
+    const bool has_ended = call_->number > 0 || call_->end.has_value();  // or will end
+    if (!has_ended) --stream_->open_;
+  }
 
   // The user may destroy this while another thread calls it back, so the stream and the call are
   // copied.
@@ -117,7 +122,8 @@ std::unique_ptr<CallStream> SharedStream::Add(const CallStreamOptions& options,
   call->user = user;
   {
     absl::MutexLock lock(&mutex_);
-    if (is_over() || calls_.size() >= max_calls) return nullptr;
+    if (is_over() || open_ >= max_calls) return nullptr;
+    ++open_;
     used_at_ = MonotonicNow();
   }
   return std::make_unique<Handle>(shared_from_this(), std::move(call));
@@ -308,6 +314,7 @@ void SharedStream::EndCall(std::shared_ptr<Call> call, const grpc::Status& statu
     absl::MutexLock lock(&mutex_);
     if (call->end.has_value()) return;
     call->end = status;
+    --open_;
     // A message that has not left never will. One that is being written stays in in_flight_, so the
     // user need not wait for a server that does not read.
     call->write_ended = true;

@@ -85,6 +85,7 @@ class SharedStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
 
   absl::Mutex mutex_;
   std::map<uint64_t, std::shared_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);
+  uint32_t open_ ABSL_GUARDED_BY(mutex_) = 0;  // those, and those that have not begun
   uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
