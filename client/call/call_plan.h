@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "client/api/call.h"
 #include "client/call/attempt.h"
+#include "common/base/limits.h"
 
 namespace ringattn::client {
 
@@ -20,10 +21,10 @@ struct ChunkLimits {
   uint32_t down_bytes = 0;
 };
 
-// Inputs of at most this many bytes together travel in the header, unless they lie in regions. A
-// round trip for Accepted would take longer than sending them, and a queue of such headers stays
-// small.
-inline constexpr uint64_t kMaxInlineBytes = 64 << 10;
+// Inputs of at most this many bytes together travel in the header, unless they lie in regions. The
+// coordinator can then pass all tensors on in one message each way, without a round trip for
+// Accepted. Larger headers gain little, and a queue of them would take more memory.
+inline constexpr uint64_t kMaxInlineBytes = kMaxInlineRunBytes;
 
 struct PlannedRequest {
   CallPlan plan;

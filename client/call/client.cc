@@ -44,6 +44,9 @@ constexpr int kMessageSlackBytes = 16 << 20;
 // How often idle staging memory is checked (StagingOptions::idle).
 constexpr absl::Duration kTrimInterval = absl::Seconds(5);
 
+// Below, tensors in the header take no longer than copies into and out of a region.
+constexpr uint64_t kLeastStagedBytes = 64 << 10;
+
 // One connection attempt may take this many times RetryOptions::connect_timeout: a busy machine
 // accepts connections late. A call that waits for it ends at its deadline all the same.
 constexpr int kAttemptShare = 4;
@@ -118,7 +121,7 @@ StagingPlan StagingFor(const Args& args, const Results& results, const CallOptio
     if (!CheckSizes(args, results, options).ok()) return {};
   }
   StagingPlan plan = PlanStaging(args, results, regions, only_dout);
-  if (!asked && plan.input_bytes <= kMaxInlineBytes) return {};  // the header takes them
+  if (!asked && plan.input_bytes <= kLeastStagedBytes) return {};
   // Empty tensors may lie in any region, but there must be one.
   if (asked && plan.region_bytes == 0 && regions.Any() == nullptr) plan.region_bytes = 1;
   return plan;
