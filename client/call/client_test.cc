@@ -121,13 +121,13 @@ TEST(Client, SmallInputsTravelInTheHeader) {
         return FakeError{grpc::StatusCode::INTERNAL, "enough"}.ToStatus();
       });
   const auto client = ConnectTo(server);
-  Problem small(64);  // 64 KiB of q alone with 16 KiB each of k and v exceed the limit
+  Problem small(86);  // 86 KiB of q with 21.5 KiB each of k and v exceed the limit
   EXPECT_EQ(client->Forward(small.args, small.results).status().code(),
             absl::StatusCode::kInternal);
   EXPECT_EQ(inline_tensors, 0);
   EXPECT_EQ(chunks, 3);
   chunks = 0;
-  Problem smaller(42);
+  Problem smaller(85);
   EXPECT_EQ(client->Forward(smaller.args, smaller.results).status().code(),
             absl::StatusCode::kInternal);
   EXPECT_EQ(inline_tensors, 3);
@@ -186,7 +186,7 @@ TEST(Client, ASingleReplyThatWasNotRequestedIsAnError) {
         stream->Write(response);
         return grpc::Status::OK;
       });
-  Problem problem(64);
+  Problem problem(86);
   const CallResult report = ConnectTo(server)->Forward(problem.args, problem.results);
   EXPECT_FALSE(asked);
   EXPECT_EQ(report.status().code(), absl::StatusCode::kInternal);
