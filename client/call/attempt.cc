@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/api/error.h"
+#include "client/call/transport_reason.h"
 #include "client/stream/stream_messages.h"
 #include "client/transfer/direct_transfer.h"
 #include "client/transfer/grpc_status.h"
@@ -473,18 +474,8 @@ class StreamAttempt final : public Attempt,
 
   void SayTransport() {
     CallReport& report = result_.report;
-    report.transport_reason = report.accepted.transport_reason();
-    if (report.transport_reason.empty()) report.transport_reason = no_host_reason_;
-    const bool relayed = report.accepted.transport() == v1::TRANSPORT_RELAY ||
-                         report.accepted.transport() == v1::TRANSPORT_UNSPECIFIED;
-    // Appends each reason for not using a faster transport once.
-    for (const std::string* reason : {&no_host_reason_, &no_direct_reason_}) {
-      if (!relayed || reason->empty() || absl::StrContains(report.transport_reason, *reason)) {
-        continue;
-      }
-      absl::StrAppend(&report.transport_reason, report.transport_reason.empty() ? "" : "; ",
-                      *reason);
-    }
+    report.transport_reason =
+        TransportReason(report.accepted, {&no_host_reason_, &no_direct_reason_});
     const ErrorDetails details = DetailsOf(result_.status);
     const std::string& reason = details.reason;
     // A coordinator that does not know this transport rejects it by field.

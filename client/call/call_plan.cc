@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/transfer/tensor_bytes.h"
+#include "common/base/limits.h"
 #include "common/observability/trace_context.h"
 #include "common/wire/durations.h"
 #include "common/wire/grpc_slices.h"
@@ -114,10 +115,13 @@ uint64_t InputBytes(const CallPlan& plan) {
   return bytes;
 }
 
+// Inputs of at most kMaxInlineRunBytes together travel in the header. The coordinator can then pass
+// all tensors on in one message each way, without a round trip for Accepted. Larger headers gain
+// little, and a queue of them would take more memory.
 template <typename Header>
 void InlineSmallInputs(CallPlan* plan, Header* header) {
   if (plan->host != nullptr || plan->on_cuda || plan->direct || plan->writer.has_value() ||
-      InputBytes(*plan) > kMaxInlineBytes) {
+      InputBytes(*plan) > kMaxInlineRunBytes) {
     return;
   }
   for (const InputTensor& input : plan->inputs) {

@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "client/api/call.h"
 #include "client/call/attempt.h"
-#include "common/base/limits.h"
 
 namespace ringattn::client {
 
@@ -20,11 +19,6 @@ struct ChunkLimits {
   uint32_t up_bytes = 0;
   uint32_t down_bytes = 0;
 };
-
-// Inputs of at most this many bytes together travel in the header, unless they lie in regions. The
-// coordinator can then pass all tensors on in one message each way, without a round trip for
-// Accepted. Larger headers gain little, and a queue of them would take more memory.
-inline constexpr uint64_t kMaxInlineBytes = kMaxInlineRunBytes;
 
 struct PlannedRequest {
   CallPlan plan;

@@ -10,6 +10,7 @@
 #include "client/api/region.h"
 #include "client/testing/fake_attention_server.h"
 #include "client/testing/fake_region_worker.h"
+#include "client/testing/small_forward.h"
 #include "common/security/credentials.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -114,33 +115,15 @@ class HostAlone : public testing::Test {
  protected:
   HostAlone() : client_(*Client::Connect(server_.address, {})) {
     region_ = *Region::Allocate(client_.get(), 1 << 16);
-    args_.shape.set_batch(1);
-    args_.shape.set_seq_len_q(16);
-    args_.shape.set_seq_len_kv(16);
-    args_.shape.set_num_heads(1);
-    args_.shape.set_num_kv_heads(1);
-    args_.shape.set_head_dim(8);
-    args_.dtype = v1::DATA_TYPE_FLOAT32;
-    uint8_t* next = region_->memory().data();
-    const auto place = [&](v1::TensorId id) {
-      const size_t bytes = *TensorBytes(args_.shape, args_.dtype, id);
-      next += bytes;
-      return MutableBytes(next - bytes, bytes);
-    };
-    args_.q = place(v1::TENSOR_ID_Q);
-    args_.k = place(v1::TENSOR_ID_K);
-    args_.v = place(v1::TENSOR_ID_V);
-    results_.out = place(v1::TENSOR_ID_OUT);
-    results_.lse = place(v1::TENSOR_ID_LSE);
+    small_.PlaceIn(region_->memory().data());
   }
 
-  CallResult Call() { return client_->StartForward(args_, results_, {}).Wait(); }
+  CallResult Call() { return client_->StartForward(small_.args, small_.results, {}).Wait(); }
 
   Server server_;
   std::unique_ptr<Client> client_;
   std::unique_ptr<Region> region_;
-  ForwardArgs args_;
-  ForwardResults results_;
+  SmallForward small_;
 };
 
 TEST_F(HostAlone, CallsShareAStreamOnceHostMemoryServedOne) {

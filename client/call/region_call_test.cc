@@ -9,6 +9,7 @@
 #include "client/api/region.h"
 #include "client/testing/fake_attention_server.h"
 #include "client/testing/fake_region_worker.h"
+#include "client/testing/small_forward.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "ringattn/v1/local_memory.grpc.pb.h"
@@ -72,28 +73,11 @@ class RegionCallTest : public testing::Test {
     client_ = *Client::Connect(server_->address(), options);
     region_ = *Region::Allocate(client_.get(), 1 << 16);
     ASSERT_TRUE(memory_.first.has_region());
-    args_.shape.set_batch(1);
-    args_.shape.set_seq_len_q(16);
-    args_.shape.set_seq_len_kv(16);
-    args_.shape.set_num_heads(1);
-    args_.shape.set_num_kv_heads(1);
-    args_.shape.set_head_dim(8);
-    args_.dtype = v1::DATA_TYPE_FLOAT32;
-    uint8_t* next = region_->memory().data();
-    const auto place = [&next](size_t bytes) {
-      next += bytes;
-      return MutableBytes(next - bytes, bytes);
-    };
-    const auto bytes = [&](v1::TensorId id) { return *TensorBytes(args_.shape, args_.dtype, id); };
-    args_.q = place(bytes(v1::TENSOR_ID_Q));
-    args_.k = place(bytes(v1::TENSOR_ID_K));
-    args_.v = place(bytes(v1::TENSOR_ID_V));
-    results_.out = place(bytes(v1::TENSOR_ID_OUT));
-    results_.lse = place(bytes(v1::TENSOR_ID_LSE));
+    small_.PlaceIn(region_->memory().data());
   }
 
   PendingCall Start(absl::Duration deadline = absl::Seconds(60)) {
-    return client_->StartForward(args_, results_,
+    return client_->StartForward(small_.args, small_.results,
                                  {.transport = TransportPreference::kHostMemory,
                                   .transport_required = true,
                                   .deadline = deadline});
@@ -114,7 +98,7 @@ class RegionCallTest : public testing::Test {
       return grpc::Status::OK;
     });
     const CallResult report = client_
-                                  ->StartForward(args_, results_,
+                                  ->StartForward(small_.args, small_.results,
                                                  {.transport = TransportPreference::kHostMemory,
                                                   .transport_required = required})
                                   .Wait();
@@ -127,8 +111,7 @@ class RegionCallTest : public testing::Test {
   std::unique_ptr<FakeAttentionServer> server_;
   std::unique_ptr<Client> client_;
   std::unique_ptr<Region> region_;
-  ForwardArgs args_;
-  ForwardResults results_;
+  SmallForward small_;
 };
 
 TEST_F(RegionCallTest, ANewWorkerAttachesTheRegionBeforeTheReplay) {

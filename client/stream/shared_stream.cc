@@ -271,13 +271,9 @@ void SharedStream::Advance() {
     absl::MutexLock lock(&mutex_);
     if (ended_ || writing_ || writes_done_ || taking_) return;
     if (!outgoing_.empty()) {
-      for (size_t bytes = 0; !outgoing_.empty();) {
-        Outgoing& next = outgoing_.front();
-        bytes += next.message.Length();
-        if (!messages.empty() && bytes > wire::kJoinedBytes) break;
-        messages.push_back(std::move(next.message));
-        if (next.call != nullptr) writing_calls_.push_back(std::move(next.call));
-        outgoing_.pop_front();
+      for (Outgoing& each : wire::TakeJoined(outgoing_)) {
+        messages.push_back(std::move(each.message));
+        if (each.call != nullptr) writing_calls_.push_back(std::move(each.call));
       }
     } else if (closing_ && calls_.empty()) {
       half_closes = writes_done_ = true;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 #include <utility>
@@ -50,6 +51,19 @@ grpc::ByteBuffer EncodeCallResponse(const CallResponseFrame& frame);
 
 // A message with several frames should not be larger.
 inline constexpr size_t kJoinedBytes = 64 << 10;
+
+// Removes elements from the front of the queue, in order, whose messages fit one message, and
+// returns them; the first one at any size. Each has a member `grpc::ByteBuffer message`.
+template <typename Element>
+std::vector<Element> TakeJoined(std::deque<Element>& queue) {
+  std::vector<Element> taken;
+  for (size_t bytes = 0; !queue.empty(); queue.pop_front()) {
+    bytes += queue.front().message.Length();
+    if (!taken.empty() && bytes > kJoinedBytes) break;
+    taken.push_back(std::move(queue.front()));
+  }
+  return taken;
+}
 
 // Returns one message with the frames of all `messages`, which are not empty, in their order. Small
 // frames are copied, because gRPC takes longer for each slice. Thread safe.

@@ -1,5 +1,6 @@
 #include "common/wire/calls_frame.h"
 
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -115,6 +116,22 @@ TEST(CallsFrame, ReadsFieldsThatItDoesNotKnow) {
   ASSERT_TRUE(frame.ok() && frame->has_value()) << frame.status();
   EXPECT_TRUE((*frame)->cancels);
   EXPECT_EQ(*frames->NextRequest(), std::nullopt);
+}
+
+TEST(CallsFrame, TakesWhatFitsOneMessage) {
+  struct Element {
+    grpc::ByteBuffer message;
+    int number = 0;
+  };
+  std::deque<Element> queue;
+  const size_t sizes[] = {10, 20'000, 40'000, 30'000, 200'000, 1};
+  for (int i = 0; i < 6; ++i) queue.push_back({Pieces(std::string(sizes[i], 'x'), 1 << 20), i});
+  std::vector<std::vector<int>> taken;
+  while (!queue.empty()) {
+    taken.emplace_back();
+    for (const Element& each : TakeJoined(queue)) taken.back().push_back(each.number);
+  }
+  EXPECT_EQ(taken, (std::vector<std::vector<int>>{{0, 1, 2}, {3}, {4}, {5}}));
 }
 
 TEST(CallsFrame, JoinedMessagesHaveAllFramesInOrder) {

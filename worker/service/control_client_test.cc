@@ -21,10 +21,10 @@
 namespace ringattn::worker {
 namespace {
 
-// Accepts every worker and releases none, or replaces every worker immediately.
-class Coordinator final : public v1::WorkerControlService::Service {
+// A coordinator that listens. Derived classes serve Join.
+class ListeningCoordinator : public v1::WorkerControlService::Service {
  public:
-  Coordinator() {
+  ListeningCoordinator() {
     int port = 0;
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", TransportSecurity().ServerCredentials(), &port);
@@ -32,10 +32,26 @@ class Coordinator final : public v1::WorkerControlService::Service {
     server_ = builder.BuildAndStart();
     address_ = absl::StrCat("127.0.0.1:", port);
   }
-  ~Coordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
-  grpc::Status Join(grpc::ServerContext*,
-                    grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override {
+  const std::string& address() const { return address_; }
+
+ protected:
+  using Stream = grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>;
+
+  // Derived classes call it in their destructors, because Join uses their members.
+  void Shutdown() { server_->Shutdown(std::chrono::system_clock::now()); }
+
+ private:
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// Accepts every worker and releases none, or replaces every worker immediately.
+class Coordinator final : public ListeningCoordinator {
+ public:
+  ~Coordinator() override { Shutdown(); }
+
+  grpc::Status Join(grpc::ServerContext*, Stream* stream) override {
     ++joins_;
     v1::JoinRequest request;
     if (replaces_) {
@@ -52,14 +68,11 @@ class Coordinator final : public v1::WorkerControlService::Service {
   }
   void Replace() { replaces_ = true; }
 
-  const std::string& address() const { return address_; }
   int joins() const { return joins_; }
 
  private:
   std::atomic<int> joins_ = 0;
   std::atomic<bool> replaces_ = false;
-  std::string address_;
-  std::unique_ptr<grpc::Server> server_;
 };
 
 ControlHandler Deaf() {
@@ -70,20 +83,12 @@ ControlHandler Deaf() {
 }
 
 // Sends several messages as one, and records what the worker answers.
-class PackingCoordinator final : public v1::WorkerControlService::Service {
+class PackingCoordinator final : public ListeningCoordinator {
  public:
-  explicit PackingCoordinator(int messages) : messages_(messages) {
-    int port = 0;
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", TransportSecurity().ServerCredentials(), &port);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-    address_ = absl::StrCat("127.0.0.1:", port);
-  }
-  ~PackingCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  explicit PackingCoordinator(int messages) : messages_(messages) {}
+  ~PackingCoordinator() override { Shutdown(); }
 
-  grpc::Status Join(grpc::ServerContext*,
-                    grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override {
+  grpc::Status Join(grpc::ServerContext*, Stream* stream) override {
     v1::JoinRequest registration;
     stream->Read(&registration);
     v1::JoinResponse packed;
@@ -117,15 +122,12 @@ class PackingCoordinator final : public v1::WorkerControlService::Service {
     absl::MutexLock lock(&mutex_);
     return packs_;
   }
-  const std::string& address() const { return address_; }
 
  private:
   const int messages_;
   absl::Mutex mutex_;
   std::vector<std::string> answers_ ABSL_GUARDED_BY(mutex_);
   int packs_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::string address_;
-  std::unique_ptr<grpc::Server> server_;
 };
 
 // Runs a client that answers each message as an inline operation does, after `duration`.

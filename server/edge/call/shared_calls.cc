@@ -196,12 +196,9 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
       reads = !half_closed_ && !ends() && !reading_ && has_room();
       if (reads) reading_ = true;
       writes = !writing_ && !outgoing_.empty();
-      if (writes) writing_ = true;
-      for (size_t bytes = 0; writes && !outgoing_.empty();) {
-        bytes += outgoing_.front().message.Length();
-        if (!in_flight_.empty() && bytes > wire::kJoinedBytes) break;
-        in_flight_.push_back(std::move(outgoing_.front()));
-        outgoing_.pop_front();
+      if (writes) {
+        writing_ = true;
+        in_flight_ = wire::TakeJoined(outgoing_);
       }
     }
     if (writes) {

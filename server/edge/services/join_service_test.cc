@@ -63,51 +63,53 @@ TEST(JoinServiceTest, AWorkerThatLeavesWhileJoiningIsRemoved) {
   EXPECT_TRUE(WaitUntil(is_gone, absl::Seconds(3)));
 }
 
+// The control stream of a worker that has sent its registration.
+struct RegisteredStream {
+  explicit RegisteredStream(TestCluster* cluster)
+      : stub(v1::WorkerControlService::NewStub(grpc::CreateChannel(
+            cluster->server->addresses().control, TransportSecurity().ChannelCredentials()))) {
+    context.AddMetadata(kSecretMetadataKey, kTestSecret);
+    stream = stub->Join(&context);
+    v1::JoinRequest request;
+    request.mutable_register_()->set_name("other");
+    request.mutable_register_()->set_version(kVersion);
+    EXPECT_TRUE(stream->Write(request));
+  }
+
+  std::unique_ptr<v1::WorkerControlService::Stub> stub;
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::JoinRequest, v1::JoinResponse>> stream;
+};
+
 TEST(JoinServiceTest, MessagesMayComeAsOne) {
   TestCluster cluster(1);
-  const auto stub = v1::WorkerControlService::NewStub(grpc::CreateChannel(
-      cluster.server->addresses().control, TransportSecurity().ChannelCredentials()));
-  grpc::ClientContext context;
-  context.AddMetadata(kSecretMetadataKey, kTestSecret);
-  const auto stream = stub->Join(&context);
+  RegisteredStream worker(&cluster);
   v1::JoinRequest request;
-  request.mutable_register_()->set_name("other");
-  request.mutable_register_()->set_version(kVersion);
-  ASSERT_TRUE(stream->Write(request));
-  request.Clear();
   request.mutable_heartbeat();
   request.add_more()->mutable_heartbeat();
   request.add_more()->mutable_leaving();
-  ASSERT_TRUE(stream->Write(request));
+  ASSERT_TRUE(worker.stream->Write(request));
   bool released = false;
   v1::JoinResponse response;
-  while (!released && stream->Read(&response)) {
+  while (!released && worker.stream->Read(&response)) {
     wire::TakeApart(response, [&](const v1::JoinResponse& each, bool) {
       released |= each.leave().reason() == "it asked to leave";
     });
   }
   EXPECT_TRUE(released);
-  context.TryCancel();
-  (void)stream->Finish();
+  worker.context.TryCancel();
+  (void)worker.stream->Finish();
 }
 
 TEST(JoinServiceTest, StreamsEndWithTheReasonAtShutdown) {
   TestCluster cluster(1);
-  const auto stub = v1::WorkerControlService::NewStub(grpc::CreateChannel(
-      cluster.server->addresses().control, TransportSecurity().ChannelCredentials()));
-  grpc::ClientContext context;
-  context.AddMetadata(kSecretMetadataKey, kTestSecret);
-  const auto stream = stub->Join(&context);
-  v1::JoinRequest request;
-  request.mutable_register_()->set_name("other");
-  request.mutable_register_()->set_version(kVersion);
-  ASSERT_TRUE(stream->Write(request));
+  RegisteredStream worker(&cluster);
   v1::JoinResponse response;
-  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_TRUE(worker.stream->Read(&response));
   std::thread shutdown([&] { cluster.server->Shutdown(absl::Seconds(5)); });
   std::string last_reason;
-  while (stream->Read(&response)) last_reason = response.leave().reason();
-  const grpc::Status status = stream->Finish();
+  while (worker.stream->Read(&response)) last_reason = response.leave().reason();
+  const grpc::Status status = worker.stream->Finish();
   shutdown.join();
   EXPECT_EQ(last_reason, kCoordinatorEnds);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
