@@ -217,6 +217,7 @@ std::vector<TensorId> ShardInputsOf(const AttentionSpec& spec, Direction directi
 }
 
 TensorId ClientTensorOf(const AttentionSpec& spec, TensorId id) {
+  if (spec.shape.packing == Packing::kNone) return id;
   for (const TensorInfo& info : kTensors) {
     if (info.parts.empty() || !info.is_present(spec)) continue;
     if (std::find(info.parts.begin(), info.parts.end(), id) != info.parts.end()) return info.id;

@@ -10,6 +10,7 @@
 namespace ringattn {
 namespace {
 
+using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
@@ -19,6 +20,30 @@ constexpr int kMaxUnknownFields = 64;
 
 std::string Join(const std::string& prefix, absl::string_view name) {
   return prefix.empty() ? std::string(name) : absl::StrCat(prefix, ".", name);
+}
+
+// Returns whether the message or one inside it has an unknown field. Most have none, so this makes
+// no paths and no lists.
+bool HasUnknownField(const Message& message) {
+  const Reflection& reflection = *message.GetReflection();
+  if (!reflection.GetUnknownFields(message).empty()) return true;
+  const Descriptor& descriptor = *message.GetDescriptor();
+  for (int index = 0; index < descriptor.field_count(); ++index) {
+    const FieldDescriptor* field = descriptor.field(index);
+    if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
+    if (!field->is_repeated()) {
+      if (reflection.HasField(message, field) &&
+          HasUnknownField(reflection.GetMessage(message, field))) {
+        return true;
+      }
+      continue;
+    }
+    const int size = reflection.FieldSize(message, field);
+    for (int i = 0; i < size; ++i) {
+      if (HasUnknownField(reflection.GetRepeatedMessage(message, field, i))) return true;
+    }
+  }
+  return false;
 }
 
 void Find(const Message& message, const std::string& prefix, int* left, Violations& violations) {
@@ -47,6 +72,7 @@ void Find(const Message& message, const std::string& prefix, int* left, Violatio
 }  // namespace
 
 void FindUnknownFields(const Message& message, const std::string& prefix, Violations& violations) {
+  if (!HasUnknownField(message)) return;
   int left = kMaxUnknownFields;
   Find(message, prefix, &left, violations);
 }
