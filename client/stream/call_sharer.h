@@ -1,5 +1,6 @@
-// CallSharer: lets calls of one channel share a stream of AttentionService.Calls, which costs
-// client and coordinator less time than an RPC for each call.
+// CallSharer: lets calls of one channel share streams of AttentionService.Calls, which costs client
+// and coordinator less time than an RPC for each call. A further stream is opened only when those
+// before it are full: calls that share few streams leave in few messages.
 //
 // Tests: call_sharer_test.cc
 #ifndef RINGATTN_CLIENT_STREAM_CALL_SHARER_H_
@@ -28,12 +29,14 @@ class CallSharer {
  public:
   // A stream without calls ends after `idle`.
   struct Options {
+    // With a server's default limits, a client has fewer calls in progress than these can hold.
+    int most_streams = 4;
     absl::Duration idle = absl::Seconds(10);
     // A server that does not answer ends no call. The client then does so this long after the
     // call's deadline, or after its cancellation.
     absl::Duration grace = absl::Milliseconds(500);
     absl::Duration cancel_grace = absl::Seconds(5);
-    // No stream is opened for this long after the server has refused one.
+    // No stream is opened for this long after the server has refused one. Others remain in use.
     absl::Duration refused_pause = absl::Seconds(30);
   };
 
@@ -42,21 +45,26 @@ class CallSharer {
              const Options& options);
   CallSharer(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<BearerToken> token)
       : CallSharer(std::move(channel), std::move(token), Options()) {}
-  // Ends the stream and waits until gRPC has released it. REQUIRES: all calls have ended.
+  // Ends the streams and waits until gRPC has released them. REQUIRES: all calls have ended.
   ~CallSharer();
 
   // Takes Accepted.max_calls_per_stream of an answer. 0: the server has no Calls.
   void Learn(uint32_t max_calls) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Returns a stream for a call that sends a header only, or null if the call needs an RPC of its
-  // own: the server has no Calls as far as is known, or the stream has as many calls as the server
-  // serves at the same time. `user` lives until its OnDone.
+  // own: the server has no Calls as far as is known, or all streams have as many calls as the
+  // server serves at the same time. `user` lives until its OnDone.
   std::unique_ptr<CallStream> Open(const CallStreamOptions& options, CallStream::User* user)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   friend class SharedStream;
 
+  // Closes and returns the current streams that begin no further call, or all of them if they were
+  // opened with another token.
+  std::vector<std::shared_ptr<SharedStream>> TakeOver(const std::string& token)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<SharedStream> OpenStream(std::string token) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The server does not serve the stream.
   void Refused(bool lacks_calls) ABSL_LOCKS_EXCLUDED(mutex_);
   void Released() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -68,9 +76,10 @@ class CallSharer {
   absl::Mutex mutex_;
   uint32_t max_calls_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: not known, or none
   absl::Time not_before_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-  std::shared_ptr<SharedStream> current_ ABSL_GUARDED_BY(mutex_);
+  // Those that begin calls, in the order in which they are filled.
+  std::vector<std::shared_ptr<SharedStream>> current_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<SharedStream>> all_ ABSL_GUARDED_BY(mutex_);
-  std::string current_token_ ABSL_GUARDED_BY(mutex_);  // with which current_ was opened
+  std::string current_token_ ABSL_GUARDED_BY(mutex_);  // with which current_ were opened
   int streams_ ABSL_GUARDED_BY(mutex_) = 0;            // that gRPC has not released
 };
 

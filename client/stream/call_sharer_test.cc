@@ -223,32 +223,70 @@ TEST(CallSharer, ClientsMayBeShortLived) {
   EXPECT_EQ(server.streams, 20);
 }
 
-TEST(CallSharer, CallsBeyondTheServersNumberTakeAnRpcOfTheirOwn) {
+// Answers the first message of a stream after `go_on`, and the others at once.
+SharingServer::Handler AnswersAfter(absl::Notification& go_on, SharingServer& server) {
+  return [&](int, CallsServerStream* calls) {
+    v1::CallsRequest first;
+    calls->Read(&first);
+    go_on.WaitForNotification();
+    server.Answer(first, calls);
+    return server.Serve(calls);
+  };
+}
+
+TEST(CallSharer, CallsBeyondTheServersNumberOpenFurtherStreams) {
+  absl::Notification go_on;
+  SharingServer server(AnswersAfter(go_on, server), /*max_calls=*/1);
+  const auto client = ConnectTo(server);
+  ASSERT_TRUE(CallOnce(client.get()).ok());
+  const int most = CallSharer::Options().most_streams;
+  std::vector<std::unique_ptr<SmallCall>> calls;
+  std::vector<PendingCall> pending;
+  for (int i = 0; i < most; ++i) {
+    calls.push_back(std::make_unique<SmallCall>());
+    pending.push_back(client->StartForward(calls[i]->args, calls[i]->results, calls[i]->options));
+  }
+  // All streams are full.
+  ASSERT_TRUE(CallOnce(client.get()).ok());
+  EXPECT_EQ(server.forwards, 2);
+  go_on.Notify();
+  for (const PendingCall& call : pending) EXPECT_TRUE(call.Wait().ok());
+  EXPECT_EQ(server.shared, most);
+  EXPECT_EQ(server.streams, most);
+  // A lone call takes one that is open.
+  ASSERT_TRUE(CallOnce(client.get()).ok());
+  EXPECT_EQ(server.streams, most);
+  EXPECT_EQ(server.forwards, 2);
+}
+
+TEST(CallSharer, ARefusedStreamLeavesTheOthersInUse) {
   absl::Notification go_on;
   SharingServer server(
-      [&](int, CallsServerStream* calls) {
-        v1::CallsRequest first;
-        calls->Read(&first);
-        go_on.WaitForNotification();
-        server.Answer(first, calls);
-        return server.Serve(calls);
+      [&, first = AnswersAfter(go_on, server)](int stream, CallsServerStream* calls) {
+        if (stream == 0) return first(stream, calls);
+        return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "too many streams");
       },
       /*max_calls=*/1);
   const auto client = ConnectTo(server);
   ASSERT_TRUE(CallOnce(client.get()).ok());
-  SmallCall shared;
-  const PendingCall pending = client->StartForward(shared.args, shared.results, shared.options);
-  ASSERT_TRUE(CallOnce(client.get()).ok());
-  EXPECT_EQ(server.forwards, 2);
+  SmallCall waits;
+  const PendingCall pending = client->StartForward(waits.args, waits.results, waits.options);
+  // The refused stream's call takes an RPC, and the next one does not try again.
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(CallOnce(client.get()).ok());
+  EXPECT_EQ(server.forwards, 3);
+  EXPECT_EQ(server.streams, 2);
   go_on.Notify();
   EXPECT_TRUE(pending.Wait().ok());
-  EXPECT_EQ(server.shared, 1);
+  ASSERT_TRUE(CallOnce(client.get()).ok());
+  EXPECT_EQ(server.shared, 2);
+  EXPECT_EQ(server.forwards, 3);
 }
 
 TEST(CallSharer, ACallCanBeCancelledWhileTheStreamHasManyCalls) {
   std::atomic<int> begun{0};
   SharingServer server(
-      [&](int, CallsServerStream* calls) {
+      [&](int stream, CallsServerStream* calls) {
+        if (stream > 0) return server.Serve(calls);
         v1::CallsRequest message;
         int open = 0;
         // As the server does, it reads no further while the stream has all its calls.
@@ -277,10 +315,10 @@ TEST(CallSharer, ACallCanBeCancelledWhileTheStreamHasManyCalls) {
     pending.push_back(client->StartForward(calls[i]->args, calls[i]->results, calls[i]->options));
   }
   while (begun < 3) absl::SleepFor(absl::Milliseconds(1));
-  for (int i = 3; i < 5; ++i) EXPECT_TRUE(pending[i].Wait().ok());  // by separate RPCs
+  for (int i = 3; i < 5; ++i) EXPECT_TRUE(pending[i].Wait().ok());  // on another stream
   for (int i = 0; i < 3; ++i) pending[i].Cancel();
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(absl::IsCancelled(pending[i].Wait().status()));
-  EXPECT_EQ(server.forwards, 3);
+  EXPECT_EQ(server.streams, 2);
 }
 
 TEST(CallSharer, TheCallsOfALostStreamAreReplayed) {
