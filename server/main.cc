@@ -17,6 +17,7 @@
 #include "common/wire/allocator.h"
 #include "common/wire/grpc_1_51/callback_threads.h"
 #include "common/wire/grpc_1_51/grpc_lifetime.h"
+#include "common/wire/grpc_1_51/resting_threads.h"
 #include "common/wire/grpc_log.h"
 #include "server/edge/server.h"
 #include "server/options.h"
@@ -61,6 +62,7 @@ int Run(int argc, char** argv) {
     _exit(kExitDeaf);
   };
   wire::KeepGrpcRunning();
+  const wire::RestingThreads resting(line.callback_threads - wire::kLeastCallbackThreads);
   if (absl::Status status = OpenSecurity(&line); !status.ok()) return Die(status);
   const ServerOptions options = line.server;
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(std::move(line.server));

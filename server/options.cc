@@ -111,9 +111,8 @@ void AddLimits(CLI::App* app, CommandLine* line) {
   group
       ->add_option(
           "--callback_threads", line->callback_threads,
-          "threads that serve calls; default: a quarter of 16 or more processors; with two, "
-          "small requests take less processor time, but tensors of several clients pass "
-          "through the coordinator more slowly")
+          "threads that serve calls while tensors pass through the coordinator; otherwise two "
+          "serve; default: a quarter of 16 or more processors")
       ->check(CLI::Range(wire::kLeastCallbackThreads, wire::kMostCallbackThreads))
       ->type_name("N")
       ->capture_default_str();

@@ -16,6 +16,7 @@
 #include "common/process/descriptors.h"
 #include "common/process/listener_probe.h"
 #include "common/security/security_metrics.h"
+#include "common/wire/grpc_1_51/resting_threads.h"
 #include "server/core/loss/losses.h"
 #include "server/edge/status/live_page.h"
 #include "server/identity/gate.h"
@@ -409,6 +410,7 @@ void Server::OnTick(absl::Time now, const Coordinator& core) {
   server_metrics_.SetResidualHolds(residual_holds_.streams());
   server_metrics_.SetKvStreams(kv_holds_.streams(), kv_relays_.streams());
   server_metrics_.SetCallsStreams(calls_streams_.streams());
+  server_metrics_.SetRestingThreads(wire::RestingThreads::resting());
   housekeeping_->SetBusy(stats.queued_requests + stats.active_requests > 0);
   if (status_board_.PublishIsDue(now)) status_board_.Publish(MakeStatus(core), now);
   for (const std::shared_ptr<RequestCall>& call : registry_.All()) call->OnTick(now, core);

@@ -11,6 +11,7 @@ import pytest
 from attention import (assert_close, chunks_of, details, header_for, make_inputs, reference,
                        requests, run)
 from cluster import wait_until
+from secure_ring import metric
 from stubs import attention_pb2 as pb, cluster_pb2, tensor_pb2 as T
 
 RING = pb.SCHEDULE_RING
@@ -143,6 +144,33 @@ def test_the_number_of_callback_threads_can_be_chosen(make_ring):
     assert_close(run(ring.attention, inputs).array("out"), reference(inputs)["out"], 1e-4)
     tasks = pathlib.Path(f"/proc/{ring.server.pid}/task").glob("*/comm")
     assert [task.read_text().strip() for task in tasks].count("nexting_thread") == 3
+
+
+def test_callback_threads_rest_until_tensors_pass_through(make_ring):
+    ring = make_ring(workers=1, server_flags=["--callback_threads=5"])
+
+    def wait_for_resting(threads, seconds):
+        wait_until(lambda: metric(ring, "ringattn_resting_callback_threads") == threads, seconds, "resting threads")
+
+    wait_for_resting(3, 10)
+    inputs = make_inputs(sq=512, sk=512, heads=2, dim=64)
+    go_on = threading.Event()
+
+    def messages():
+        header, *chunks = requests(header_for(inputs), chunks_of(inputs, "qkv"))
+        yield header
+        go_on.wait(30)
+        yield from chunks
+
+    stream = ring.attention.Forward(messages())
+    next(stream)  # accepted
+    wait_for_resting(0, 5)
+    go_on.set()
+    assert len(list(stream)) > 0
+    wait_for_resting(3, 10)
+    small = make_inputs(sq=16, sk=16, heads=1, dim=16)
+    assert_close(run(ring.attention, small).array("out"), reference(small)["out"], 1e-4)
+    assert metric(ring, "ringattn_resting_callback_threads") == 3
 
 
 def test_nan_stays_in_the_request_and_the_rows_that_see_it(ring):

@@ -21,6 +21,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/base/limits.h"
 #include "common/security/credentials.h"
+#include "common/wire/grpc_1_51/resting_threads.h"
 #include "ringattn/v1/shard.pb.h"
 
 namespace ringattn::server {
@@ -110,7 +111,8 @@ class ShardStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc:
   // Prevents further operations, so that the stream may end.
   void Close() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  std::shared_ptr<ShardStreamOwner> owner_;  // until OnDone; it refers to this stream too
+  const wire::ManyCallbacks many_callbacks_;  // of tensors that pass through
+  std::shared_ptr<ShardStreamOwner> owner_;   // until OnDone; it refers to this stream too
   const int rank_;
   grpc::GenericStub stub_;
   grpc::ClientContext context_;

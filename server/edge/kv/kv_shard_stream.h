@@ -12,6 +12,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "common/wire/grpc_1_51/resting_threads.h"
 #include "ringattn/v1/kv_cache.grpc.pb.h"
 
 namespace ringattn::server {
@@ -55,6 +56,7 @@ class KvShardStream final : public grpc::ClientBidiReactor<v1::StepRequest, v1::
   // One of the two operations of a request is done.
   void Finished(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  const wire::ManyCallbacks many_callbacks_;   // of tensors that pass through
   std::shared_ptr<KvShardStreamOwner> owner_;  // until OnDone
   const int rank_;
   const std::unique_ptr<v1::KvShardService::Stub> stub_;

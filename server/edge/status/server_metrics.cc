@@ -97,6 +97,8 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
                                    "Forward and Backward calls that began on a Calls stream.")
                         .Add({});
   calls_streams_ = gauge("ringattn_calls_streams", "Open Calls streams.");
+  resting_threads_ = gauge("ringattn_resting_callback_threads",
+                           "Callback threads that rest, because no tensors pass through.");
   auto& plans = metrics->Counters("ringattn_plans_total",
                                   "Plans of requests: made, or found in the cache of plans.");
   plans_made_ = &plans.Add({{"source", "made"}});
@@ -263,6 +265,8 @@ void ServerMetrics::SetKvStreams(int64_t holds, int64_t relays) {
 void ServerMetrics::SetCallsStreams(int64_t streams) {
   calls_streams_->Set(static_cast<double>(streams));
 }
+
+void ServerMetrics::SetRestingThreads(int threads) { resting_threads_->Set(threads); }
 
 void ServerMetrics::KvStepRelayed(absl::Duration duration) {
   kv_step_seconds_->Observe(absl::ToDoubleSeconds(duration));

@@ -61,6 +61,7 @@ class ServerMetrics {
   // Open HoldCaches streams, and open Steps streams on the relay.
   void SetKvStreams(int64_t holds, int64_t relays);
   void SetCallsStreams(int64_t streams);
+  void SetRestingThreads(int threads);
   // Counts a step on the relay. `duration`: from its StepBegin to its last result.
   void KvStepRelayed(absl::Duration duration);
   void SetStats(const CoordinatorStats& stats);
@@ -93,6 +94,7 @@ class ServerMetrics {
   prometheus::Counter* inline_requests_;
   prometheus::Counter* carried_calls_;
   prometheus::Gauge* calls_streams_;
+  prometheus::Gauge* resting_threads_;
   prometheus::Counter* plans_made_;
   prometheus::Counter* plans_cached_;
   prometheus::Gauge* plan_cache_bytes_;
