@@ -24,7 +24,7 @@
 #             //worker/comm/mixed:mixed_hop_rate)
 #   200 s  --only=hosts-exposed,hosts-unequal  (two to four GPUs; the bundle also needs
 #             //common/plan/testing:ring_times; with four, hosts-hidden as well)
-#   300 s  --only=kv                           (the bundle also needs //tests/e2e:kv_service_sweep,
+#   340 s  --only=kv                           (the bundle also needs //tests/e2e:kv_service_sweep,
 #             //tests/bench:kv_gpu_bench and //worker/kernels/cuda/paged:paged_bench)
 # Tokens per GPU decide how well a ring can do: 8K, 16K and 64K of them are 32k, 64k and 256k on four
 # GPUs, 16k, 32k and 128k on two (--workers=2), 64k, 128k and 512k on eight.

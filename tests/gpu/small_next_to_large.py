@@ -94,13 +94,14 @@ def main():
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--transport", default="host_memory",
                         help="of the large requests; streams of gRPC also need most of 16 processors")
+    parser.add_argument("--settings", default=f"{1e3 * PREEMPT_AFTER:g}ms,1h", help="of --preempt_after")
     parser.add_argument("--port", type=int, default=17700)
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
     args.bin_dir = args.bin_dir.resolve()
     if args.cpu:
         args.large, args.heads, args.kv_heads = 8192, 4, 2
-    results = {after: measure(args, after) for after in (f"{1e3 * PREEMPT_AFTER:g}ms", "1h")}
+    results = {after: measure(args, after) for after in args.settings.split(",")}
     print(json.dumps(results, indent=1))
 
 
