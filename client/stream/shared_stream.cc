@@ -29,10 +29,10 @@ wire::CarriedKind CarriedKindOf(CallKind kind) {
 struct SharedStream::Call {
   CallStreamOptions options;
   CallStream::User* user = nullptr;
-  uint64_t number = 0;       // 0: not begun
-  grpc::ByteBuffer message;  // the call's first
+  uint64_t number = 0;          // 0: not begun
+  wire::MessageBuffer message;  // the call's first
   grpc::ByteBuffer* read = nullptr;
-  std::deque<grpc::ByteBuffer> received;
+  std::deque<wire::MessageBuffer> received;
   bool write_ended = false, write_ok = false, write_reported = false;
   std::optional<absl::Time> cancelled_at;  // monotonic
   std::optional<grpc::Status> end;
@@ -265,7 +265,7 @@ void SharedStream::OnWritesDoneDone(bool) {
 }
 
 void SharedStream::Advance() {
-  std::vector<grpc::ByteBuffer> messages;
+  std::vector<wire::MessageBuffer> messages;
   bool half_closes = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -284,8 +284,8 @@ void SharedStream::Advance() {
     ++starting_;
   }
   if (!messages.empty()) {
-    wire::JoinMessages(messages).Swap(&in_flight_);
-    StartWrite(&in_flight_);
+    in_flight_ = wire::JoinMessages(std::move(messages));
+    StartWrite(&in_flight_.get());
   }
   if (half_closes) StartWritesDone();
   bool releases = false;
@@ -343,7 +343,7 @@ void SharedStream::Pump(std::shared_ptr<Call> call) {
         call->write_reported = true;
         next = Next::kWriteDone;
       } else if (call->read != nullptr && !call->received.empty()) {
-        call->read->Swap(&call->received.front());
+        call->read->Swap(&call->received.front().get());
         call->received.pop_front();
         call->read = nullptr;
         next = Next::kMessage;

@@ -20,6 +20,7 @@
 #include "client/stream/call_sharer.h"
 #include "client/stream/call_stream.h"
 #include "common/wire/calls_frame.h"
+#include "common/wire/message_buffer.h"
 
 namespace ringattn::client {
 
@@ -46,7 +47,7 @@ class SharedStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   struct Call;
   class Handle;
   struct Outgoing {
-    grpc::ByteBuffer message;
+    wire::MessageBuffer message;
     std::shared_ptr<Call> call;  // whose first message it is; null: a cancellation
   };
 
@@ -80,7 +81,7 @@ class SharedStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   std::optional<grpc::ClientContext> context_;
   std::shared_ptr<SharedStream> self_;  // until OnDone
   grpc::ByteBuffer incoming_;           // of the outstanding read
-  grpc::ByteBuffer in_flight_;          // of the outstanding write
+  wire::MessageBuffer in_flight_;       // of the outstanding write
   bool has_answered_ = false;           // written in OnReadDone, read in OnDone
 
   absl::Mutex mutex_;

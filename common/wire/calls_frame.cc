@@ -124,16 +124,16 @@ grpc::ByteBuffer EncodeCallResponse(const CallResponseFrame& frame) {
   return Enclose(head.SerializeAsString(), frame.kind, frame.message);
 }
 
-grpc::ByteBuffer JoinMessages(const std::vector<grpc::ByteBuffer>& messages) {
-  if (messages.size() == 1) return messages.front();
+MessageBuffer JoinMessages(std::vector<MessageBuffer> messages) {
+  if (messages.size() == 1) return std::move(messages.front());
   std::vector<grpc::Slice> all, slices;
   std::string small;
   const auto flush = [&] {
     if (!small.empty()) all.emplace_back(small);
     small.clear();
   };
-  for (const grpc::ByteBuffer& message : messages) {
-    (void)message.Dump(&slices);  // fails for compressed messages only; these are our own
+  for (const MessageBuffer& message : messages) {
+    (void)message.get().Dump(&slices);  // fails for compressed messages only; these are our own
     for (grpc::Slice& slice : slices) {
       if (slice.size() <= kCopiedBytes) {
         small.append(reinterpret_cast<const char*>(slice.begin()), slice.size());

@@ -19,6 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/wire/message_buffer.h"
 
 namespace ringattn::wire {
 
@@ -33,7 +34,7 @@ struct CallRequestFrame {
   std::string traceparent = {};
   bool cancels = false;  // it carries no message
   CarriedKind kind = CarriedKind::kForward;
-  grpc::ByteBuffer message = {};  // a ForwardRequest or BackwardRequest
+  MessageBuffer message = {};  // a ForwardRequest or BackwardRequest
 };
 
 // A CallResponse.
@@ -41,7 +42,7 @@ struct CallResponseFrame {
   uint64_t call = 0;
   std::optional<grpc::Status> end = std::nullopt;  // the call's last message
   std::optional<CarriedKind> kind = std::nullopt;  // nullopt: it carries no message
-  grpc::ByteBuffer message = {};                   // a ForwardResponse or BackwardResponse
+  MessageBuffer message = {};                      // a ForwardResponse or BackwardResponse
 };
 
 // Returns a CallsRequest or CallsResponse with this frame. The carried message's slices are shared
@@ -53,7 +54,7 @@ grpc::ByteBuffer EncodeCallResponse(const CallResponseFrame& frame);
 inline constexpr size_t kJoinedBytes = 64 << 10;
 
 // Removes elements from the front of the queue, in order, whose messages fit one message, and
-// returns them; the first one at any size. Each has a member `grpc::ByteBuffer message`.
+// returns them; the first one at any size. Each has a member `MessageBuffer message`.
 template <typename Element>
 std::vector<Element> TakeJoined(std::deque<Element>& queue) {
   std::vector<Element> taken;
@@ -67,7 +68,7 @@ std::vector<Element> TakeJoined(std::deque<Element>& queue) {
 
 // Returns one message with the frames of all `messages`, which are not empty, in their order. Small
 // frames are copied, because gRPC takes longer for each slice. Thread safe.
-grpc::ByteBuffer JoinMessages(const std::vector<grpc::ByteBuffer>& messages);
+MessageBuffer JoinMessages(std::vector<MessageBuffer> messages);
 
 // Takes the frames out of a message one after another. Movable; thread compatible.
 class FrameReader {

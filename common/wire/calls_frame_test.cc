@@ -135,7 +135,7 @@ TEST(CallsFrame, TakesWhatFitsOneMessage) {
 }
 
 TEST(CallsFrame, JoinedMessagesHaveAllFramesInOrder) {
-  std::vector<grpc::ByteBuffer> messages;
+  std::vector<MessageBuffer> messages;
   for (size_t i = 0; i < 9; ++i) {
     CallRequestFrame frame;
     frame.call = i;

@@ -160,13 +160,13 @@ grpc::ByteBuffer Wrap(Direction direction, v1::Summary summary) {
 
 // A field of SingleReply has the number of the response's field that it replaces, so its encoding
 // is that of the response.
-grpc::ByteBuffer MakeSingleReply(const std::vector<grpc::ByteBuffer>& messages) {
+grpc::ByteBuffer MakeSingleReply(const std::vector<wire::MessageBuffer>& messages) {
   std::vector<grpc::Slice> slices(1);  // the first is the prefix
   uint64_t bytes = 0;
-  for (const grpc::ByteBuffer& message : messages) {
+  for (const wire::MessageBuffer& message : messages) {
     bytes += message.Length();
     std::vector<grpc::Slice> parts;
-    (void)message.Dump(&parts);  // fails for compressed messages only
+    (void)message.get().Dump(&parts);  // fails for compressed messages only
     slices.insert(slices.end(), parts.begin(), parts.end());
   }
   const wire::ChunkPrefix prefix =

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "common/schedule/schedule.h"
+#include "common/wire/message_buffer.h"
 #include "ringattn/v1/attention.pb.h"
 #include "server/core/coordinator.h"
 #include "server/core/events/events.h"
@@ -40,7 +41,7 @@ grpc::ByteBuffer Wrap(Direction direction, v1::Progress progress);
 grpc::ByteBuffer Wrap(Direction direction, v1::Summary summary);
 
 // Returns the whole messages of a reply, in order, as one with a SingleReply. Does not copy them.
-grpc::ByteBuffer MakeSingleReply(const std::vector<grpc::ByteBuffer>& messages);
+grpc::ByteBuffer MakeSingleReply(const std::vector<wire::MessageBuffer>& messages);
 
 }  // namespace ringattn::server
 

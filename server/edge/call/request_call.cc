@@ -128,9 +128,9 @@ void RequestCall::Do(Steps steps) {
   if (steps.write && steps.finish.has_value()) {
     // OnWriteDone does not follow.
     if (in_flight_.payload_bytes > 0) context_->metrics->SentToClient(in_flight_.payload_bytes);
-    return stream_->WriteAndFinish(&in_flight_.message, *steps.finish);
+    return stream_->WriteAndFinish(&in_flight_.message.get(), *steps.finish);
   }
-  if (steps.write) stream_->Write(&in_flight_.message, steps.more_follows);
+  if (steps.write) stream_->Write(&in_flight_.message.get(), steps.more_follows);
   if (steps.finish.has_value()) return stream_->Finish(*steps.finish);
   if (steps.read || steps.write) Unbusy();
 }
@@ -145,7 +145,7 @@ void RequestCall::Unbusy() {
   Do(std::move(steps));
 }
 
-void RequestCall::Enqueue(grpc::ByteBuffer message, int64_t payload_bytes) {
+void RequestCall::Enqueue(wire::MessageBuffer message, int64_t payload_bytes) {
   outgoing_.push_back({std::move(message), payload_bytes});
 }
 

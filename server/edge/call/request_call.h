@@ -22,6 +22,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/wire/message_buffer.h"
 #include "server/core/events/events.h"
 #include "server/edge/call/call_header.h"
 #include "server/edge/call/call_state.h"
@@ -93,7 +94,7 @@ class RequestCall final : public ClientStream::User,
 
  private:
   struct Outgoing {
-    grpc::ByteBuffer message;
+    wire::MessageBuffer message;
     int64_t payload_bytes = 0;
   };
   // Reading from the client's stream.
@@ -175,7 +176,7 @@ class RequestCall final : public ClientStream::User,
   void LookAtTransfer(absl::Time now, const Coordinator& core)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendProgress(absl::Time now, const Coordinator& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Enqueue(grpc::ByteBuffer message, int64_t payload_bytes)
+  void Enqueue(wire::MessageBuffer message, int64_t payload_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // --- endings

@@ -78,7 +78,7 @@ void RequestCall::EnqueueOutputs() {
 
 void RequestCall::JoinMessages() {
   Outgoing joined;
-  std::vector<grpc::ByteBuffer> messages;
+  std::vector<wire::MessageBuffer> messages;
   for (Outgoing& outgoing : outgoing_) {
     joined.payload_bytes += outgoing.payload_bytes;
     messages.push_back(std::move(outgoing.message));

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/base/monotonic_time.h"
 #include "common/wire/calls_frame.h"
+#include "common/wire/message_buffer.h"
 #include "server/edge/call/call_failures.h"
 #include "server/edge/call/call_header.h"
 #include "server/edge/call/calls_streams.h"
@@ -105,7 +106,7 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
     // After the first message, the client can send nothing for this call.
     void Read(grpc::ByteBuffer* message) override {
       const bool is_first = !std::exchange(has_read_, true);
-      if (is_first) message->Swap(&first_.message);
+      if (is_first) message->Swap(&first_.message.get());
       user_->OnReadDone(is_first);
     }
     void Write(const grpc::ByteBuffer* message, bool) override {
@@ -132,8 +133,8 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
     bool is_served = false, cancels_once_served = false;
 
    private:
-    grpc::ByteBuffer Encode(const grpc::ByteBuffer* message,
-                            const std::optional<grpc::Status>& end) const {
+    wire::MessageBuffer Encode(const grpc::ByteBuffer* message,
+                               const std::optional<grpc::Status>& end) const {
       CallResponseFrame frame{.call = number(), .end = end};
       if (message != nullptr) {
         frame.kind = first_.kind;
@@ -150,7 +151,7 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
   };
 
   struct Outgoing {
-    grpc::ByteBuffer message;
+    wire::MessageBuffer message;
     std::shared_ptr<Call> call;
     bool ends = false;  // the call's last
   };
@@ -202,10 +203,10 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
       }
     }
     if (writes) {
-      std::vector<grpc::ByteBuffer> messages;
-      for (const Outgoing& each : in_flight_) messages.push_back(each.message);
-      wire::JoinMessages(messages).Swap(&in_flight_message_);
-      StartWrite(&in_flight_message_);
+      std::vector<wire::MessageBuffer> messages;
+      for (Outgoing& each : in_flight_) messages.push_back(std::move(each.message));
+      in_flight_message_ = wire::JoinMessages(std::move(messages));
+      StartWrite(&in_flight_message_.get());
     }
     if (reads) StartRead(&incoming_);
   }
@@ -405,7 +406,7 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
   grpc::CallbackServerContext* const call_;
   grpc::ByteBuffer incoming_;        // of the outstanding read
   std::vector<Outgoing> in_flight_;  // of the outstanding write
-  grpc::ByteBuffer in_flight_message_;
+  wire::MessageBuffer in_flight_message_;
 
   absl::Mutex mutex_;
   int inside_ ABSL_GUARDED_BY(mutex_) = 0;  // threads

@@ -21,6 +21,7 @@
 #include "common/layout/tensor_route.h"
 #include "common/request/validation.h"
 #include "common/wire/chunk_codec.h"
+#include "common/wire/message_buffer.h"
 #include "server/edge/data/payload.h"
 #include "server/edge/data/shard_runs.h"
 
@@ -30,7 +31,7 @@ namespace ringattn::server {
 class DownloadMerger {
  public:
   struct Chunk {
-    grpc::ByteBuffer message;
+    wire::MessageBuffer message;
     int64_t payload_bytes = 0;
   };
 
