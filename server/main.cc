@@ -62,7 +62,7 @@ int Run(int argc, char** argv) {
     _exit(kExitDeaf);
   };
   wire::KeepGrpcRunning();
-  const wire::RestingThreads resting(line.callback_threads - wire::kLeastCallbackThreads);
+  const wire::RestingThreads resting(line.callback_threads - wire::ServingCallbackThreads());
   if (absl::Status status = OpenSecurity(&line); !status.ok()) return Die(status);
   const ServerOptions options = line.server;
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(std::move(line.server));

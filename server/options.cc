@@ -112,7 +112,7 @@ void AddLimits(CLI::App* app, CommandLine* line) {
       ->add_option(
           "--callback_threads", line->callback_threads,
           "threads that serve calls while tensors pass through the coordinator; otherwise two "
-          "serve; default: a quarter of 16 or more processors")
+          "serve, or one with two processors; default: a quarter of 16 or more processors")
       ->check(CLI::Range(wire::kLeastCallbackThreads, wire::kMostCallbackThreads))
       ->type_name("N")
       ->capture_default_str();

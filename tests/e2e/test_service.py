@@ -1,5 +1,6 @@
 """The public API through stock stubs: results, options, limits, protocol."""
 
+import os
 import pathlib
 import threading
 import time
@@ -152,7 +153,8 @@ def test_callback_threads_rest_until_tensors_pass_through(make_ring):
     def wait_for_resting(threads, seconds):
         wait_until(lambda: metric(ring, "ringattn_resting_callback_threads") == threads, seconds, "resting threads")
 
-    wait_for_resting(3, 10)
+    serving = 1 if os.sysconf("SC_NPROCESSORS_CONF") <= 2 else 2
+    wait_for_resting(5 - serving, 10)
     inputs = make_inputs(sq=512, sk=512, heads=2, dim=64)
     go_on = threading.Event()
 
@@ -167,10 +169,10 @@ def test_callback_threads_rest_until_tensors_pass_through(make_ring):
     wait_for_resting(0, 5)
     go_on.set()
     assert len(list(stream)) > 0
-    wait_for_resting(3, 10)
+    wait_for_resting(5 - serving, 10)
     small = make_inputs(sq=16, sk=16, heads=1, dim=16)
     assert_close(run(ring.attention, small).array("out"), reference(small)["out"], 1e-4)
-    assert metric(ring, "ringattn_resting_callback_threads") == 3
+    assert metric(ring, "ringattn_resting_callback_threads") == 5 - serving
 
 
 def test_nan_stays_in_the_request_and_the_rows_that_see_it(ring):

@@ -28,6 +28,10 @@ int DefaultCallbackThreads(int processors) {
                     kMostCallbackThreads);
 }
 
+int ServingCallbackThreads(int processors) { return processors <= 2 ? 1 : 2; }
+
+int ServingCallbackThreads() { return ServingCallbackThreads(static_cast<int>(Processors())); }
+
 int DefaultCallbackThreads() { return DefaultCallbackThreads(static_cast<int>(Processors())); }
 
 }  // namespace ringattn::wire

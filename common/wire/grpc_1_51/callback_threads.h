@@ -26,6 +26,12 @@ void SetCallbackThreads(int threads);
 int DefaultCallbackThreads(int processors);
 int DefaultCallbackThreads();  // of this machine
 
+// Returns how many of them serve while no tensors pass through (resting_threads.h): one with two
+// processors, where several requests in flight then take two thirds of the processor time, and two
+// with more.
+int ServingCallbackThreads(int processors);
+int ServingCallbackThreads();  // of this machine
+
 }  // namespace ringattn::wire
 
 #endif  // RINGATTN_COMMON_WIRE_GRPC_1_51_CALLBACK_THREADS_H_

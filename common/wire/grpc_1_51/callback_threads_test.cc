@@ -45,5 +45,12 @@ TEST(CallbackThreadsTest, LargeMachinesHaveAQuarterOfTheirProcessors) {
   }
 }
 
+TEST(CallbackThreadsTest, OneServesOnSmallMachines) {
+  EXPECT_EQ(ServingCallbackThreads(1), 1);
+  EXPECT_EQ(ServingCallbackThreads(2), 1);
+  EXPECT_EQ(ServingCallbackThreads(3), 2);
+  EXPECT_EQ(ServingCallbackThreads(16), 2);
+}
+
 }  // namespace
 }  // namespace ringattn::wire
