@@ -164,9 +164,8 @@ void SharedStream::Begin(std::shared_ptr<Call> call) {
                                                     .timeout = TimeoutOf(call->options.deadline),
                                                     .traceparent = call->options.traceparent,
                                                     .kind = CarriedKindOf(call->options.kind),
-                                                    .message = call->message}),
+                                                    .message = std::move(call->message)}),
                            call});
-      call->message.Clear();
     }
   }
   if (refused.has_value()) return EndCall(call, *refused);

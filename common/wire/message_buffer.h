@@ -2,9 +2,10 @@
 #ifndef RINGATTN_COMMON_WIRE_MESSAGE_BUFFER_H_
 #define RINGATTN_COMMON_WIRE_MESSAGE_BUFFER_H_
 
-#include <grpcpp/support/byte_buffer.h>
-
+#include <cstddef>
 #include <utility>
+
+#include <grpcpp/support/byte_buffer.h>
 
 namespace ringattn::wire {
 

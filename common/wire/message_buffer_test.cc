@@ -1,11 +1,11 @@
 #include "common/wire/message_buffer.h"
 
-#include <grpcpp/support/slice.h>
-
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include <grpcpp/support/slice.h>
 
 #include "gtest/gtest.h"
 

@@ -4,14 +4,13 @@
 With several builds, rounds alternate between them, and the table ends with ratios to the first:
 
   tests/bench/small_requests.py [--bin_dir=DIR]... [--in_flight=1,8,64] [--rounds=3] [--seconds=2] [--cpu]
-                                [--conditions=default,processors=4,awake] [--callback_threads=default,2,4]
-                                [--round_trip=PROGRAM]
+                                [--conditions=default,processors=4,awake] [--round_trip=PROGRAM]
 
-Each build is measured under each condition, with each number of the coordinator's callback threads. `processors=N` binds
-the coordinator to N processors. `awake` keeps all processors of this process busy with loops of idle priority, so that no
-wake-up waits for a halted one. PROGRAM is //tests/bench:grpc_round_trip: each round also measures an empty gRPC call, and the
-table has the latency of each build over it. DIR is a folder with ringattn, ringattn-server and ringattn-worker, or a bazel-bin folder,
-which is this tree's unless given. Bazel targets needed: //server:ringattn-server //worker:ringattn-worker //client:ringattn.
+Each build is measured under each condition. `processors=N` binds the coordinator to N processors. `awake` keeps all
+processors of this process busy with loops of idle priority, so that no wake-up waits for a halted one. PROGRAM is
+//tests/bench:grpc_round_trip: each round also measures an empty gRPC call, and the table has the latency of each build over
+it. DIR is a folder with ringattn, ringattn-server and ringattn-worker, or a bazel-bin folder, which is this tree's unless
+given. Bazel targets needed: //server:ringattn-server //worker:ringattn-worker //client:ringattn.
 Needs no packages. `ringattn bench` verifies the first result of each level. Prints CSV: medians of the rounds, and medians
 of the ratios of paired rounds.
 """
@@ -41,15 +40,14 @@ def program(build, name):
     return path
 
 
-def start(args, build, threads, port, state):
+def start(args, build, port, state):
     """Returns the process ids of coordinator and worker."""
-    flags = [] if threads == "default" else [f"--server_flag=--callback_threads={threads}"]
     programs = {"coordinator_ms": program(build, "ringattn-server"), "worker_ms": program(build, "ringattn-worker")}
     # Other services of the same programs may be running or still be ending.
     known = {name: processes_of(path) for name, path in programs.items()}
     up = subprocess.run(
         [program(build, "ringattn"), "up", "--detach", f"--state_dir={state}", f"--bin_dir={build}", "--workers=1",
-         f"--device={'cpu' if args.cpu else 'cuda'}", f"--port={port}", f"--metrics_port={port + 1}", *flags],
+         f"--device={'cpu' if args.cpu else 'cuda'}", f"--port={port}", f"--metrics_port={port + 1}"],
         stdout=subprocess.DEVNULL)
     if up.returncode != 0:
         sys.exit(f"{program(build, 'ringattn')} up failed ({up.returncode})")
@@ -150,7 +148,6 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--conditions", default="default")
-    parser.add_argument("--callback_threads", default="default")
     parser.add_argument("--port", type=int, default=17800)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--round_trip", type=pathlib.Path)
@@ -161,21 +158,17 @@ def main():
     for name in names:
         if not re.fullmatch(r"default|awake|processors=[1-9]\d*", name):
             parser.error(f"--conditions: {name} is none of default, processors=N, awake")
-    numbers = args.callback_threads.split(",")
-    for number in numbers:
-        if not re.fullmatch(r"default|\d+", number):
-            parser.error(f"--callback_threads: {number} is neither default nor a number")
     for build, name in itertools.product(builds, ("ringattn", "ringattn-server", "ringattn-worker")):
         program(build, name)
-    variants = [(build, number, name) for build in builds for number in numbers for name in names]
+    variants = list(itertools.product(builds, names))
     rows = {(variant, level): [] for variant in variants for level in levels}
     empty_calls = []
     with contextlib.ExitStack() as stack:
         services = {}
-        for index, (build, number) in enumerate(itertools.product(builds, numbers)):
+        for index, build in enumerate(builds):
             state = stack.enter_context(tempfile.TemporaryDirectory())
             port = args.port + 10 * index
-            services[build, number] = port, start(args, build, number, port, state)
+            services[build] = port, start(args, build, port, state)
             stack.callback(subprocess.run, [program(build, "ringattn"), "down", f"--state_dir={state}"],
                            stdout=subprocess.DEVNULL)
         for _ in range(args.rounds):
@@ -183,11 +176,11 @@ def main():
                 empty_calls.append(empty_call(args.round_trip.absolute()))
             for level in levels:
                 for variant in variants:
-                    build, number, name = variant
-                    port, processes = services[build, number]
+                    build, name = variant
+                    port, processes = services[build]
                     with condition(name, processes["coordinator_ms"]):
                         rows[variant, level].append(measure(args, build, port, processes, level))
-    print("build,callback_threads,condition,in_flight," + ",".join(COLUMNS))
+    print("build,condition,in_flight," + ",".join(COLUMNS))
     for (variant, level), measured in rows.items():
         print_row(",".join(map(str, variant)), level,
                   [statistics.median(row[column] for row in measured) for column in COLUMNS])
@@ -198,7 +191,7 @@ def main():
             print_row(",".join(f"{own} / {other}" for own, other in zip(variant, first)), level,
                       [statistics.median(row[column] / other[column] for row, other in pairs) for column in COLUMNS])
     if args.round_trip:
-        print_row("an empty call,,", 1, map(statistics.median, zip(*empty_calls)))
+        print_row("an empty call,", 1, map(statistics.median, zip(*empty_calls)))
     for (variant, level), measured in rows.items() if args.round_trip else ():
         ratios = [(row["p50_ms"] / p50, row["p99_ms"] / p99) for row, (p50, p99) in zip(measured, empty_calls)]
         print_row(",".join(map(str, variant)) + " / an empty call", level, map(statistics.median, zip(*ratios)))

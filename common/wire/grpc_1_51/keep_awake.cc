@@ -1,16 +1,13 @@
 #include "common/wire/grpc_1_51/keep_awake.h"
 
-#include <memory>
 #include <thread>
 
-#include <grpcpp/channel.h>
-#include <grpcpp/client_context.h>
-#include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/wire/grpc_1_51/callback_call.h"
 
 namespace ringattn::wire {
 namespace {
@@ -61,9 +58,7 @@ class Pulse {
   }
 
   void BeatWhileWanted() {
-    // A channel without credentials never connects. Its calls end immediately with an error,
-    // through a callback like all others.
-    grpc::GenericStub stub(grpc::CreateCustomChannel("", nullptr, {}));
+    grpc::GenericStub stub(UnconnectedChannel());
     while (true) {
       Beat(stub);
       absl::MutexLock lock(&mutex_);
@@ -76,11 +71,7 @@ class Pulse {
       absl::MutexLock lock(&mutex_);
       answered_ = false;
     }
-    grpc::ClientContext context;
-    const grpc::Slice nothing;
-    const grpc::ByteBuffer request(&nothing, 1);
-    grpc::ByteBuffer response;
-    stub.UnaryCall(&context, "/beat", {}, &request, &response, [this](grpc::Status) {
+    const CallbackCall call(stub, [this] {
       absl::MutexLock lock(&mutex_);
       answered_ = true;
     });

@@ -1,18 +1,18 @@
 #include "common/wire/grpc_1_51/keep_awake.h"
 
 #include <algorithm>
+#include <list>
 #include <memory>
 #include <optional>
 #include <thread>
 #include <vector>
 
-#include <grpcpp/client_context.h>
-#include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "common/wire/grpc_1_51/callback_call.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::wire {
@@ -20,21 +20,10 @@ namespace {
 
 // Returns the time that `count` concurrent calls take, which need only gRPC's callbacks.
 absl::Duration TimeOfCalls(grpc::GenericStub& stub, int count) {
-  struct Call {
-    grpc::ClientContext context;
-    grpc::Slice nothing;
-    grpc::ByteBuffer request{&nothing, 1};
-    grpc::ByteBuffer response;
-  };
-  std::vector<std::unique_ptr<Call>> calls;
+  std::list<CallbackCall> calls;
   absl::BlockingCounter left(count);
   const absl::Time start = absl::Now();
-  for (int i = 0; i < count; ++i) {
-    calls.push_back(std::make_unique<Call>());
-    Call& call = *calls.back();
-    stub.UnaryCall(&call.context, "/call", {}, &call.request, &call.response,
-                   [&](grpc::Status) { left.DecrementCount(); });
-  }
+  for (int i = 0; i < count; ++i) calls.emplace_back(stub, [&] { left.DecrementCount(); });
   left.Wait();
   return absl::Now() - start;
 }
@@ -44,7 +33,7 @@ absl::Duration TimeOfCalls(grpc::GenericStub& stub, int count) {
 TEST(KeepAwakeTest, CallAfterPauseIsAnsweredAtOnce) {
   const KeepAwake awake;
   const KeepAwake second;
-  grpc::GenericStub stub(grpc::CreateCustomChannel("", nullptr, {}));
+  grpc::GenericStub stub(UnconnectedChannel());
   std::vector<absl::Duration> times, prompt;
   for (int i = 0; i < 5; ++i) {
     // Many, so that every thread gets an event and all seconds start together.

@@ -1,15 +1,12 @@
 #include "common/wire/grpc_1_51/resting_threads.h"
 
-#include <grpcpp/channel.h>
-#include <grpcpp/client_context.h>
-#include <grpcpp/create_channel.h>
-#include <grpcpp/generic/generic_stub.h>
+#include <list>
 
-#include <memory>
-#include <vector>
+#include <grpcpp/generic/generic_stub.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "common/wire/grpc_1_51/callback_call.h"
 
 namespace ringattn::wire {
 namespace {
@@ -33,27 +30,15 @@ struct Rest {
   bool AllEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return begun == 0; }
 };
 
-// A call that fails at once, because its channel has no credentials. Its callback runs on one of
-// gRPC's callback threads like all others, and holds it until the rest is over.
-class RestingCall {
- public:
-  explicit RestingCall(grpc::GenericStub& stub) : request_(&nothing_, 1) {
-    stub.UnaryCall(&context_, "/rest", {}, &request_, &response_, [](const grpc::Status&) {
-      Rest& rest = Rest::Get();
-      absl::MutexLock lock(&rest.mutex);
-      ++rest.resting;
-      rest.mutex.Await(absl::Condition(&rest, &Rest::Over));
-      --rest.resting;
-      --rest.begun;
-    });
-  }
-
- private:
-  grpc::ClientContext context_;
-  const grpc::Slice nothing_;
-  const grpc::ByteBuffer request_;
-  grpc::ByteBuffer response_;
-};
+// Runs on a callback thread, and holds it until the rest is over.
+void RestUntilOver() {
+  Rest& rest = Rest::Get();
+  absl::MutexLock lock(&rest.mutex);
+  ++rest.resting;
+  rest.mutex.Await(absl::Condition(&rest, &Rest::Over));
+  --rest.resting;
+  --rest.begun;
+}
 
 }  // namespace
 
@@ -81,7 +66,7 @@ int RestingThreads::resting() {
 
 void RestingThreads::Run() {
   Rest& rest = Rest::Get();
-  grpc::GenericStub stub(grpc::CreateCustomChannel("", nullptr, {}));
+  grpc::GenericStub stub(UnconnectedChannel());
   while (true) {
     {
       absl::MutexLock lock(&rest.mutex, absl::Condition(&rest, &Rest::Unwanted));
@@ -93,8 +78,8 @@ void RestingThreads::Run() {
       rest.allowed = true;
       rest.begun = count_;
     }
-    std::vector<std::unique_ptr<RestingCall>> calls;
-    for (int i = 0; i < count_; ++i) calls.push_back(std::make_unique<RestingCall>(stub));
+    std::list<CallbackCall> calls;
+    for (int i = 0; i < count_; ++i) calls.emplace_back(stub, RestUntilOver);
     // The callbacks of an earlier rest must have ended, or more threads than `count_` would rest.
     const absl::MutexLock lock(&rest.mutex, absl::Condition(&rest, &Rest::AllEnded));
   }

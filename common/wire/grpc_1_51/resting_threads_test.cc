@@ -1,19 +1,18 @@
 #include "common/wire/grpc_1_51/resting_threads.h"
 
-#include <grpcpp/channel.h>
-#include <grpcpp/client_context.h>
-#include <grpcpp/create_channel.h>
-#include <grpcpp/generic/generic_stub.h>
-
+#include <algorithm>
 #include <functional>
 #include <list>
 #include <optional>
+
+#include <grpcpp/generic/generic_stub.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/base/monotonic_time.h"
+#include "common/wire/grpc_1_51/callback_call.h"
 #include "common/wire/grpc_1_51/callback_threads.h"
 #include "common/wire/grpc_1_51/keep_awake.h"
 #include "gtest/gtest.h"
@@ -38,15 +37,13 @@ class Callbacks {
  public:
   Callbacks() {
     for (int i = 0; i < kThreads; ++i) {
-      Call& call = calls_.emplace_back();
-      stub_.UnaryCall(&call.context, "/wait", {}, &call.request, &call.response,
-                      [this](const grpc::Status&) {
-                        absl::MutexLock lock(&mutex_);
-                        most_ = std::max(most_, ++running_);
-                        mutex_.Await(absl::Condition(&go_on_));
-                        --running_;
-                        ++ended_;
-                      });
+      calls_.emplace_back(stub_, [this] {
+        absl::MutexLock lock(&mutex_);
+        most_ = std::max(most_, ++running_);
+        mutex_.Await(absl::Condition(&go_on_));
+        --running_;
+        ++ended_;
+      });
     }
   }
   ~Callbacks() {
@@ -61,16 +58,10 @@ class Callbacks {
   }
 
  private:
-  struct Call {
-    grpc::ClientContext context;
-    const grpc::Slice nothing;
-    const grpc::ByteBuffer request{&nothing, 1};
-    grpc::ByteBuffer response;
-  };
   bool AllEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_ == kThreads; }
 
-  grpc::GenericStub stub_{grpc::CreateCustomChannel("", nullptr, {})};
-  std::list<Call> calls_;
+  grpc::GenericStub stub_{UnconnectedChannel()};
+  std::list<CallbackCall> calls_;
   absl::Mutex mutex_;
   int running_ ABSL_GUARDED_BY(mutex_) = 0;
   int most_ ABSL_GUARDED_BY(mutex_) = 0;
